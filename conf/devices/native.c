@@ -26,6 +26,7 @@
 #endif
 #include "attention.h"
 #include "attention_tiles.h"
+#include "choice.h"
 
 /* ---- The decoder: the structures of infer/engine/native.py ---- */
 
@@ -341,102 +342,6 @@ void apply(const matrix *m, long n, long width, const float *x, float *y, int th
     multiply(m, n, rounded, largest, y, threads);
     free(rounded);
     free(largest);
-}
-
-/* ---- The likeliest tokens: infer/engine/rounded.py ---- */
-
-/* Move the last of `count` values to its place in decreasing order, after equal values; and its id. */
-static void insert(float *values, long *ids, long count)
-{
-    long i = count - 1, id = ids[i];
-    float value = values[i];
-    for (; i > 0 && value > values[i - 1]; i--) {
-        values[i] = values[i - 1];
-        ids[i] = ids[i - 1];
-    }
-    values[i] = value;
-    ids[i] = id;
-}
-
-/* The scalar product of rows of d numbers in float64. */
-static double wide_dot(const float *a, const exact *b, long d)
-{
-    double sums[8] = {0};
-    for (long i = 0; i < d; i += 8)
-        for (int j = 0; j < 8; j++)
-            sums[j] += (double)a[i + j] * value_of(b[i + j]);
-    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-}
-
-/* Write the m largest logits of each of n rows (n, V), `stride` numbers apart, in decreasing order, and their ids, to
-   (n, m). The logits
-   of the first `again` ones are then computed again from the hidden states (n, d) and the output head's
-   weight (V, d) and bias (V) or null. */
-void top(long n, long V, long stride, const float *logits, long m, long again, long d, const float *hidden,
-         const exact *weight, const float *bias, float *values, long *ids)
-{
-    for (long r = 0; r < n; r++, logits += stride, hidden += d, values += m, ids += m) {
-        for (long v = 0; v < V; v += 64) {
-            long end = v + 64 < V ? v + 64 : V;
-            if (v >= m) { /* most blocks have no number that is large enough */
-                int larger = 0;
-                for (long i = v; i < end; i++)
-                    larger |= logits[i] > values[m - 1];
-                if (!larger)
-                    continue;
-            }
-            for (long i = v; i < end; i++) {
-                if (i >= m && !(logits[i] > values[m - 1]))
-                    continue;
-                long last = i < m ? i : m - 1;
-                values[last] = logits[i];
-                ids[last] = i;
-                insert(values, ids, last + 1);
-            }
-        }
-        for (long i = 0; i < again; i++)
-            values[i] = wide_dot(hidden, weight + ids[i] * d, d) + (bias ? bias[ids[i]] : 0);
-        for (long i = 1; i < m; i++)
-            insert(values, ids, i + 1);
-    }
-}
-
-/* ---- Sampled tokens: infer/engine/noise.py ---- */
-
-#define BITS 52 /* of a uniform number */
-
-/* SplitMix64's step and finalizer. */
-INLINED uint64_t mixed(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-    return x ^ (x >> 31);
-}
-
-/* Write to `ids` the tokens that may exceed `score` by value and noise, and return their number. `key` is the hash of
-   seed and position. A token of value x cannot exceed it unless 1 - u < e^(x - score), for its uniform number u.
-   `scale` is the logarithm of the number of uniform numbers, and a margin for rounding. */
-long contenders(long V, const float *values, float score, float scale, uint64_t key, long *ids)
-{
-    const long size = 512;
-    float over[size]; /* at most 0 if a token may exceed the score */
-    long count = 0;
-    for (long first = 0; first < V; first += size) {
-        long n = V - first < size ? V - first : size;
-        int any = 0;
-        for (long i = 0; i < n; i++) {
-            uint64_t bits = mixed(key ^ mixed(first + i)) >> (64 - BITS);
-            float above = (float)(int64_t)((1LL << BITS) - bits); /* (1 - u) 2^BITS + 1/2 */
-            over[i] = above - (1 + exponential(values[first + i] - score + scale));
-        }
-        for (long i = 0; i < n; i++)
-            any |= over[i] <= 0;
-        for (long i = 0; any && i < n; i++)
-            if (over[i] <= 0)
-                ids[count++] = first + i;
-    }
-    return count;
 }
 
 /* ---- The previous-token head: infer/engine/native_head.py ---- */

@@ -16,7 +16,6 @@ from ctypes import (
     c_float,
     c_int,
     c_long,
-    c_uint64,
     c_void_p,
 )
 from functools import cache
@@ -30,15 +29,16 @@ FLAGS = (
 )
 #: Numbers in a vector of rows.h; the widths of rows between products must be multiples of it.
 LANES = 8
-TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
 #: The types of arguments, by function.
 SIGNATURES = {
     "apply": "pllppi",
     "attends_by_tiles": "ll",
     "input_size": "",
     "decode": "pppp",
-    "top": "lllplllppppp",
-    "contenders": "lpffup",
+    "top": "pllppi",
+    "pick_noisiest": "plffpp",
+    "noisy_top": "plllffipppi",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
@@ -49,7 +49,6 @@ RESULTS = {
     "adds_in_sixteen_bits": c_int,
     "attends_by_tiles": c_int,
     "input_size": c_int,
-    "contenders": c_long,
 }
 #: The compiler's flags, by the type of the weights.
 DEFINED = {"int8": (), "bfloat16": ("-DBFLOAT16",)}

@@ -4,7 +4,6 @@ The token of largest x_t + g_t has the distribution softmax(x), if g_t = -log(-l
 uniform. Here u_t is a hash of the seed, the position and the token.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from math import log
 from typing import TypeAlias, TypeVar
@@ -46,22 +45,21 @@ def noise(seed: int, position: int, id: int) -> float:
     return -log(-log(bits * 2.0**-BITS + 2.0 ** (-BITS - 1)))
 
 
-#: A function like `contenders`.
-Contenders: TypeAlias = Callable[[Tensor, float, float, int], IntArray]
+def keys_of(seeds: Tensor, positions: Tensor) -> list[int]:
+    """Return the hashes of seeds (n,) and positions (n,) that the noise of n rows depends on."""
+    return [_key(*pair) for pair in zip(seeds.tolist(), positions.tolist())]
 
 
-def noisiest(
-    values_V: Tensor, seed: int, position: int, find: Contenders | None = None
-) -> int:
+def noisiest(values_V: Tensor, seed: int, position: int) -> int:
     """Return the token with the largest sum of value and noise, on a CPU.
 
-    Only the noise of the tokens found by `find` is computed, by default by `contenders`.
+    Only the noise of `contenders` is computed.
     """
     x = values_V.detach().numpy()
     first = int(x.argmax())
     score = float(x[first]) + noise(seed, position, first)
     scale = log(2) * BITS + ROUNDING * max(1.0, abs(score))
-    ids = (find or contenders)(values_V, score, scale, _key(seed, position))
+    ids = contenders(values_V, score, scale, _key(seed, position))
     if len(ids) < 2:  # then only `first` can be chosen
         return first
     keys = torch.tensor([seed]), torch.tensor([position])

@@ -33,7 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infer.engine.noise import Contenders, gumbel, noisiest
+from infer.engine.native_choice import NativeRows
+from infer.engine.noise import gumbel, keys_of, noisiest
 from infer.engine.sampling import Sampling
 
 RESCORED = 8  # the number of top logits that are computed again in float32
@@ -94,9 +95,12 @@ class Logits:
         return self._logits.float().scatter(1, ids, values)
 
     @property
-    def contenders(self) -> Contenders | None:
-        """The head's own function `contenders` (noise.py), if it has one."""
-        return getattr(self._head, "contenders", None)
+    def native(self) -> NativeRows | None:
+        """The rows for native.c; None for a head without it and for other types."""
+        rows = getattr(self._head, "rows", None)
+        again = RESCORED if self._narrow else 0
+        native: NativeRows | None = rows and rows(self.hidden, self._logits, again)
+        return native
 
     def chances(self) -> Tensor:
         """Return (n, V) probabilities without the float32 correction, for drafts only."""
@@ -105,10 +109,8 @@ class Logits:
 
     def _rescored(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the (n, count) largest logits in decreasing order, the RESCORED largest computed again."""
-        fast = getattr(self._head, "top", None)
-        if fast and (leading := fast(self.hidden, self._logits, count, RESCORED)):
-            values, ids = leading
-            return values, ids
+        if native := self.native:
+            return native.top(count)
         ids = top(self._logits, count)[1]
         values = self._logits.gather(1, ids).float()
         values[:, :RESCORED] = self._exact(ids[:, :RESCORED])
@@ -159,11 +161,12 @@ def pick(
     """
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
+    if native := logits.native:
+        return native.pick(sampling, keys_of(seeds, positions))
     if logits.device.type == "cpu" and not sampling.top_k and sampling.top_p == 1:
         rows = logits.whole() / sampling.temperature
         keys = zip(seeds.tolist(), positions.tolist())
-        find = logits.contenders
-        return torch.tensor([noisiest(row, *key, find) for row, key in zip(rows, keys)])
+        return torch.tensor([noisiest(row, *key) for row, key in zip(rows, keys)])
     scores, ids = noisy(logits, sampling, positions, seeds)
     return _best(scores, ids, 1)[1][:, 0]
 
@@ -177,7 +180,10 @@ def candidates(
     candidate's share among the LEADERS best candidates; it is 0 if scores overflow.
     """
     count = max(m, LEADERS)
-    if sampling.temperature:
+    if sampling.temperature and (native := logits.native):
+        keys = keys_of(seeds, positions)
+        scores, ids = native.noisy_top(sampling, keys, WIDE, count)
+    elif sampling.temperature:
         # A draft may miss an unlikely token with large noise, but a pick may not.
         scores, ids = noisy(logits, sampling, positions, seeds, most=WIDE)
         scores, ids = _best(scores, ids, count)

@@ -20,7 +20,6 @@ likeliest tokens with rounded numbers, and pick.py computes their logits again f
 """
 
 from collections.abc import Mapping, Sequence
-from ctypes import CDLL
 from functools import partial
 from typing import Any
 
@@ -31,13 +30,13 @@ from transformers.activations import ACT2CLS
 
 from conf.devices.bfloat16 import bfloat16_kernel
 from conf.devices.int8 import Kernel, Native, exact_kernel, pack
-from conf.devices.native import LANES, warn_without_library
+from conf.devices.native import warn_without_library
 from conf.errors import UserError
 from infer.engine.fused import activated, has_operations
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
+from infer.engine.native_choice import NativeRows, native_rows
 from infer.engine.native_head import rounded_head
-from infer.engine.noise import Contenders, IntArray
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 from infer.engine.smoothing import record_inputs, smoothing
 
@@ -99,44 +98,16 @@ class RoundedHead(RoundedLinear):
         assert self.product is not None
         return self.product.joint(x)[..., : self.out_features]
 
-    def top(
-        self, hidden_nd: Tensor, logits_nV: Tensor, m: int, exact: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the (n, m) largest logits in decreasing order, and their ids; None if native.c does not apply.
-
-        The `exact` largest are computed again from the hidden states and the head's weight.
-        """
-        kernel = self._native
-        (n, V), d = logits_nV.shape, self.in_features
-        rows = logits_nV, hidden_nd
-        usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in rows)
-        usual = usual and hidden_nd.is_contiguous() and self.weight.is_contiguous()
-        if kernel is None or not usual or d % LANES:
-            return None
-        if self.weight.dtype != kernel.kept:
-            return None
-        values = logits_nV.new_empty(n, m)
-        ids = torch.empty(n, m, dtype=torch.int64)
-        kernel.library().top(
-            *(n, V, logits_nV.stride(0), logits_nV.data_ptr(), m, min(m, exact)),
-            *(d, hidden_nd.data_ptr(), self.weight.data_ptr()),
-            None if self.bias is None else self.bias.data_ptr(),
-            *(values.data_ptr(), ids.data_ptr()),
-        )
-        return values, ids
-
-    @property
-    def contenders(self) -> Contenders | None:
-        """`contenders` of noise.py by native.c; None without a compiler."""
-        kernel = self._native
-        return None if kernel is None else partial(contenders, kernel.library())
-
-    @property
-    def _native(self) -> type[Native] | None:
-        """The kernel of native.c that multiplies by the rounded weight; None for another kernel."""
+    def rows(
+        self, hidden_nd: Tensor, logits_nV: Tensor, again: int
+    ) -> NativeRows | None:
+        """Return the rows for native.c, which chooses tokens; None if it does not apply."""
         product: Any = self.product
         kernel = type(product.kernel)
-        return kernel if issubclass(kernel, Native) else None
+        if not issubclass(kernel, Native):
+            return None
+        native = kernel.library()
+        return native_rows(native, kernel.kept, self, hidden_nd, logits_nV, again)
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""
@@ -146,18 +117,6 @@ class RoundedHead(RoundedLinear):
         copied = RoundedHead(self)
         copied.product = self.product
         return copied
-
-
-def contenders(
-    native: CDLL, values_V: Tensor, score: float, scale: float, key: int
-) -> IntArray:
-    """Return the tokens that may exceed `score` by value and noise, by native.c. See noise.py."""
-    values = values_V.float().contiguous()
-    ids = torch.empty(len(values), dtype=torch.int64)
-    count = native.contenders(
-        *(len(values), values.data_ptr(), score, scale, key, ids.data_ptr())
-    )
-    return ids[:count].numpy()
 
 
 class WideEmbedding(nn.Embedding):

@@ -1,7 +1,5 @@
 """Test the noise of sampling: its distribution, its keys, and the token that it chooses."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -9,18 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from conf.devices.native import library
-from infer.engine import rounded
-from infer.engine.noise import Contenders, _hashed, contenders, gumbel, noise, noisiest
+from infer.engine.noise import _hashed, gumbel, noise, noisiest
 
 SEEDS = st.integers(0, 2**63 - 1)
-FINDS = [
-    contenders,
-    pytest.param(
-        partial(rounded.contenders, library()),
-        marks=pytest.mark.skipif(library() is None, reason="no C compiler"),
-    ),
-]
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
@@ -53,7 +42,6 @@ def test_noise_of_one_token_is_gumbels(seed: int, position: int, id: int) -> Non
     assert noise(seed, position, id) == pytest.approx(float(gumbel(*keys)), rel=1e-12)
 
 
-@pytest.mark.parametrize("find", FINDS)
 @given(
     SEEDS,
     st.integers(0, 2**31),
@@ -62,7 +50,6 @@ def test_noise_of_one_token_is_gumbels(seed: int, position: int, id: int) -> Non
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_the_noisiest_token_is_that_of_all_noise(
-    find: Contenders,
     seed: int,
     position: int,
     V: int,
@@ -73,23 +60,21 @@ def test_the_noisiest_token_is_that_of_all_noise(
     rng = np.random.default_rng(seed)
     values = torch.from_numpy(spread * rng.standard_normal(V)).to(dtype)
     values[torch.from_numpy(rng.random(V) < 0.3)] = float("-inf")
-    result = noisiest(values, seed, position, find)
+    result = noisiest(values, seed, position)
     if bool(values.isfinite().any()):
         assert result == reference(values, seed, position)
     else:
         assert 0 <= result < V
 
 
-@pytest.mark.parametrize("find", FINDS)
-def test_unlikely_tokens_are_chosen_as_often_as_they_should(find: Contenders) -> None:
+def test_unlikely_tokens_are_chosen_as_often_as_they_should() -> None:
     """The bound must not lose them: half of the mass is in tokens of probability 1/4,000."""
     values = torch.cat([torch.tensor([0.0]), torch.full((2000,), -np.log(2000.0))])
-    count = sum(noisiest(values, 1, i, find) > 0 for i in range(2000))
+    count = sum(noisiest(values, 1, i) > 0 for i in range(2000))
     assert stats.binomtest(count, 2000, 0.5).pvalue > 0.01
 
 
-@pytest.mark.parametrize("find", FINDS)
-def test_values_that_are_not_numbers_choose_a_token(find: Contenders) -> None:
+def test_values_that_are_not_numbers_choose_a_token() -> None:
     """A row that overflows is refused after its pick."""
     values = torch.tensor([1.0, float("nan"), 2.0])
-    assert 0 <= noisiest(values, 0, 0, find) < 3
+    assert 0 <= noisiest(values, 0, 0) < 3
