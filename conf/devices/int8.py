@@ -180,9 +180,13 @@ class Native(Kernel):
             blocks.transpose(1, 2).contiguous(),
             *self._factors(padded, pad(scale, (0, -self._rows % ROWS))),
         )
+        self.matrix = self.first_rows(self.outputs)
+
+    def first_rows(self, count: int) -> CMatrix:
+        """Return the C structure of the first `count` rows, and of up to ROWS - 1 rows after them."""
         addresses = (part.data_ptr() for part in self._parts)
-        size = ROWS * self.inputs * padded.itemsize
-        self.matrix = CMatrix(self.inputs, self.outputs, size, *addresses)
+        size = ROWS * self.inputs * self._parts[0].itemsize
+        return CMatrix(self.inputs, -(-count // ROWS) * ROWS, size, *addresses)
 
     @classmethod
     def library(cls) -> CDLL:

@@ -34,7 +34,7 @@
 
 /* Layers that read the same input, and their adapters: y = [W1 x | W2 x | .. | A1 x | A2 x | ..]. */
 typedef struct {
-    matrix w;
+    matrix w, base; /* base: the first rows of w, for forwards without probes */
     long parts;
     const float *bias; /* zeros without a bias */
     const float *shrink; /* multiplies the inputs before they are rounded; the norms' weights include it */
@@ -98,10 +98,16 @@ static void adapt(const forward *f, const product *p, long part, float *y, const
         wait_for_others(w);
 }
 
+/* Return the weight that a forward multiplies by: without the adapters' A if it has no probes. */
+static const matrix *weight_of(const forward *f, const product *p)
+{
+    return f->first < f->rows ? &p->w : &p->base;
+}
+
 /* Write the product of x to y. */
 static void project(const forward *f, const product *p, worker *w)
 {
-    multiply_share(&p->w, &(operands){f->n, f->x, NULL, f->y, p->w.outputs, 0}, w);
+    multiply_share(weight_of(f, p), &(operands){f->n, f->x, NULL, f->y, p->w.outputs, 0}, w);
     wait_for_others(w);
     if (f->first >= f->rows)
         return;
@@ -312,7 +318,7 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
     for (long i = 0; i < products; i++) {
         const product *p = m->layer[i / PRODUCTS].of + i % PRODUCTS;
         multiplications += f->n * p->w.d * p->w.outputs;
-        upcoming[count++] = &p->w;
+        upcoming[count++] = weight_of(f, p);
         for (long j = 0; f->first < f->rows && j < p->parts; j++)
             if (p->ranks[j])
                 upcoming[count++] = p->b + j;

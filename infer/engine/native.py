@@ -41,7 +41,7 @@ class CProduct(Structure):
     """`product` of native.c."""
 
     _fields_ = [
-        ("w", CMatrix),
+        *((name, CMatrix) for name in ("w", "base")),
         ("parts", c_long),
         *((name, c_void_p) for name in ("bias", "shrink")),
         *((name, c_long * PARTS) for name in ("sizes", "ranks")),
@@ -217,8 +217,10 @@ def _built(product: Any) -> CProduct:
     if product.bias is not None:
         bias[: len(product.bias)] = product.bias
     outer: list[Any] = product.outer
+    outputs = sum(product.sizes[:parts])
     structure = CProduct(
-        *(kernel.matrix, parts, bias.data_ptr(), product.shrink.data_ptr()),
+        *(kernel.matrix, kernel.first_rows(outputs), parts),
+        *(bias.data_ptr(), product.shrink.data_ptr()),
         (c_long * PARTS)(*product.sizes[:parts]),
         (c_long * PARTS)(*product.sizes[parts:]),
         (CMatrix * PARTS)(*(b.matrix for b in outer)),
