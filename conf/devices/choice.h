@@ -155,8 +155,13 @@ static double mass_of(const output *o, float temperature, float largest)
     return mass;
 }
 
-/* Whether the tokens before one, by their logits, then their ids, have less than `most` of the sum that mass_of
-   returns. */
+/* Whether a token is before another in the order of a nucleus: by logits, then by ids. */
+INLINED int is_before(const output *o, long id, long other)
+{
+    return o->logits[id] > o->logits[other] || (o->logits[id] == o->logits[other] && id < other);
+}
+
+/* Whether the tokens before one have less than `most` of the sum that mass_of returns. */
 static int is_in_nucleus(const output *o, float temperature, float largest, double most, long id)
 {
     float logit = o->logits[id];
@@ -167,14 +172,43 @@ static int is_in_nucleus(const output *o, float temperature, float largest, doub
         for (long i = first; i < end; i++)
             larger |= o->logits[i] >= logit;
         for (long i = first; larger && i < end; i++)
-            if (o->logits[i] > logit || (o->logits[i] == logit && i < id))
+            if (is_before(o, i, id))
                 before += exponential(o->logits[i] / temperature - largest);
     }
     return before < most;
 }
 
-/* Return the token with the largest sum of logit / temperature and noise: of all tokens of a row, or of the nucleus,
-   the tokens for which is_in_nucleus is true with `top_p` of the probability. `ids` is space for V tokens. */
+/* Return the token with the largest sum of logit / temperature and noise among `count` tokens, or with `most` among
+   those for which is_in_nucleus is true; `otherwise` if there is none. `ids` are changed. */
+static long best_of(const output *o, float temperature, float largest, double most, uint64_t key, long *ids,
+                    long count, long otherwise)
+{
+    double *sums = malloc(count * sizeof(double));
+    for (long i = 0; i < count; i++)
+        sums[i] = o->logits[ids[i]] / temperature + noise_of(key, ids[i]);
+    long result = otherwise;
+    while (count) {
+        long best = 0, kept = 0;
+        for (long i = 1; i < count; i++)
+            best = sums[i] > sums[best] ? i : best;
+        long id = ids[best];
+        if (most == INFINITY || is_in_nucleus(o, temperature, largest, most, id)) {
+            result = id;
+            break;
+        }
+        for (long i = 0; i < count; i++) /* tokens after this one are outside too */
+            if (is_before(o, ids[i], id)) {
+                ids[kept] = ids[i];
+                sums[kept++] = sums[i];
+            }
+        count = kept;
+    }
+    free(sums);
+    return result;
+}
+
+/* Return the token with the largest sum of logit / temperature and noise: of all tokens of a row, or of its nucleus if
+   `top_p` is below 1. `ids` is space for V tokens. The row is as before at the end. */
 static long noisiest(const output *o, float temperature, float top_p, uint64_t key, long *ids)
 {
     long m = o->again ? o->again : 1, leading[m];
@@ -184,24 +218,10 @@ static long noisiest(const output *o, float temperature, float top_p, uint64_t k
         saved[i] = o->logits[leading[i]];
         o->logits[leading[i]] = values[i];
     }
-    long result = leading[0];
     float largest = values[0] / temperature;
-    long count = contenders(o, temperature, largest + noise_of(key, result), key, ids);
-    double part = top_p < 1 ? top_p * mass_of(o, temperature, largest) : INFINITY;
-    while (count) {
-        long best = 0;
-        double most = -INFINITY;
-        for (long i = 0; i < count; i++) {
-            double noisy = o->logits[ids[i]] / temperature + noise_of(key, ids[i]);
-            best = noisy > most ? i : best;
-            most = noisy > most ? noisy : most;
-        }
-        if (top_p == 1 || is_in_nucleus(o, temperature, largest, part, ids[best])) {
-            result = ids[best];
-            break;
-        }
-        memmove(ids + best, ids + best + 1, (--count - best) * sizeof(long));
-    }
+    long count = contenders(o, temperature, largest + noise_of(key, leading[0]), key, ids);
+    double most = top_p < 1 ? top_p * mass_of(o, temperature, largest) : INFINITY;
+    long result = best_of(o, temperature, largest, most, key, ids, count, leading[0]);
     for (long i = 0; i < m; i++)
         o->logits[leading[i]] = saved[i];
     return result;

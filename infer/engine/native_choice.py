@@ -27,9 +27,9 @@ class COutput(Structure):
 
 
 class NativeRows:
-    """n rows of logits (n, V), whose `again` largest are computed again from the hidden states (n, d).
+    """n rows of logits (n, V). The `again` largest of a row are computed again from its hidden state (d,).
 
-    `weight` and `bias` are those of the output head.
+    `weight` and `bias` belong to the output head. A pick changes the logits for a moment.
     """
 
     def __init__(
