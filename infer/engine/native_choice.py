@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.devices.native import LANES
 from infer.engine.sampling import Sampling
 
 
@@ -94,24 +93,6 @@ class NativeRows:
             torch.empty(self._n, count),
             torch.empty(self._n, count, dtype=torch.int64),
         )
-
-
-def native_rows(
-    native: CDLL,
-    kept: torch.dtype,
-    head: Any,
-    hidden_nd: Tensor,
-    logits_nV: Tensor,
-    again: int,
-) -> NativeRows | None:
-    """Return the rows of an output head with a weight of type `kept`; None for other types and layouts."""
-    weight, bias = head.weight, head.bias
-    rows = logits_nV, hidden_nd
-    usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in rows)
-    usual = usual and hidden_nd.is_contiguous() and weight.is_contiguous()
-    if not usual or weight.dtype != kept or weight.shape[1] % LANES:
-        return None
-    return NativeRows(native, hidden_nd, logits_nV, again, weight, bias)
 
 
 def _array(keys: Sequence[int]) -> Any:

@@ -30,12 +30,12 @@ from transformers.activations import ACT2CLS
 
 from conf.devices.bfloat16 import bfloat16_kernel
 from conf.devices.int8 import Kernel, Native, exact_kernel, pack
-from conf.devices.native import warn_without_library
+from conf.devices.native import LANES, warn_without_library
 from conf.errors import UserError
 from infer.engine.fused import activated, has_operations
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
-from infer.engine.native_choice import NativeRows, native_rows
+from infer.engine.native_choice import NativeRows
 from infer.engine.native_head import rounded_head
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 from infer.engine.smoothing import record_inputs, smoothing
@@ -104,10 +104,15 @@ class RoundedHead(RoundedLinear):
         """Return the rows for native.c, which chooses tokens; None if it does not apply."""
         product: Any = self.product
         kernel = type(product.kernel)
-        if not issubclass(kernel, Native):
+        rows, weight = (logits_nV, hidden_nd), self.weight
+        usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in rows)
+        usual = usual and hidden_nd.is_contiguous() and weight.is_contiguous()
+        if not issubclass(kernel, Native) or not usual or self.in_features % LANES:
+            return None
+        if weight.dtype != kernel.kept:
             return None
         native = kernel.library()
-        return native_rows(native, kernel.kept, self, hidden_nd, logits_nV, again)
+        return NativeRows(native, hidden_nd, logits_nV, again, weight, self.bias)
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""
