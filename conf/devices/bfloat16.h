@@ -14,11 +14,9 @@ INLINED float value_of(uint16_t x)
 /* `TILE` rows of a product at once: their sums fill the registers. */
 #ifdef __AVX512F__
 #define TILE 12
-#define CHAINS 2 /* of additions, which have a latency */
 #define VECTORS 1
 #else
 #define TILE 5
-#define CHAINS 1
 #define VECTORS 2
 #endif
 
@@ -37,21 +35,21 @@ INLINED input input_of(float x)
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 
-/* Add the products of two columns, number `pair` of a row, to one of the sums. */
-INLINED void add_pair(registers sums[CHAINS], const input *x, pairs w, int pair)
+/* Add the products of two columns. */
+INLINED registers add_pair(registers sums, const input *x, pairs w)
 {
     __m512i both = _mm512_set1_epi32(*(const int32_t *)x);
-    sums[pair % CHAINS] = (registers)_mm512_dpbf16_ps((__m512)sums[pair % CHAINS], (__m512bh)w, (__m512bh)both);
+    return (registers)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)both);
 }
 #else
 typedef float input;
 #define input_of(x) (x)
 
-/* Add the products of two columns to the same sums, or to two that are added later. */
-INLINED void add_pair(registers sums[CHAINS], const input *x, pairs w, int pair)
+/* Add the products of two columns. */
+INLINED registers add_pair(registers sums, const input *x, pairs w)
 {
-    sums[0] += x[0] * (registers)(w << 16);
-    sums[CHAINS - 1] += x[1] * (registers)(w & 0xFFFF0000);
+    sums += x[0] * (registers)(w << 16);
+    return sums + x[1] * (registers)(w & 0xFFFF0000);
 }
 #endif
 
@@ -62,14 +60,14 @@ INLINED void add_pair(registers sums[CHAINS], const input *x, pairs w, int pair)
 #endif
 
 /* Add the products of two columns, or of four (`twos` 2), of `count` rows of x and of 16 rows of a weight. */
-INLINED void multiply_columns(const int twos, const int count, registers sums[TILE][VECTORS][CHAINS], long d,
-                              const input *x, const char *weight)
+INLINED void multiply_columns(const int twos, const int count, registers sums[TILE][VECTORS], long d, const input *x,
+                              const char *weight)
 {
     const pairs *w = (const pairs *)weight;
     for (int r = 0; r < count; r++)
         for (int j = 0; j < VECTORS; j++)
             for (int t = 0; t < twos; t++)
-                add_pair(sums[r][j], x + r * d + 2 * t, w[t * VECTORS + j], t);
+                sums[r][j] = add_pair(sums[r][j], x + r * d + 2 * t, w[t * VECTORS + j]);
 }
 
 /* Return vector j of the products of a block of outputs from o on. */

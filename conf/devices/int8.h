@@ -11,19 +11,16 @@ typedef int32_t sum;
 /* `TILE` rows of a product at once: their sums fill the registers. */
 #if defined(__AVX512VNNI__)
 #define TILE 12
-#define CHAINS 2 /* of additions, which have a latency */
 typedef __m512i registers;
 #define broadcast _mm512_set1_epi32
 #define add_products _mm512_dpbusd_epi32
 #elif defined(__AVXVNNI__)
 #define TILE 6
-#define CHAINS 1
 typedef __m256i registers;
 #define broadcast _mm256_set1_epi32
 #define add_products _mm256_dpbusd_avx_epi32
 #else
 #define TILE 5
-#define CHAINS 1
 typedef __m256i registers;
 #define broadcast _mm256_set1_epi32
 #define multiply_pairs _mm256_maddubs_epi16
@@ -67,21 +64,19 @@ INLINED registers add_four(registers sums, registers x, registers w)
 #endif
 }
 
-/* Add to sums eight products, of four columns and of the next four: to the same sums, or to two that are added
-   later. */
-INLINED void add_eight(registers sums[CHAINS], const registers x[2], registers w, registers next)
+/* Add to each sum eight products, of four columns and of the next four. */
+INLINED registers add_eight(registers sums, const registers x[2], registers w, registers next)
 {
 #ifdef SIXTEEN_BITS
-    sums[0] = add_pairs(sums[0], _mm256_add_epi16(multiply_pairs(x[0], w), multiply_pairs(x[1], next)));
+    return add_pairs(sums, _mm256_add_epi16(multiply_pairs(x[0], w), multiply_pairs(x[1], next)));
 #else
-    sums[0] = add_products(sums[0], x[0], w);
-    sums[CHAINS - 1] = add_products(sums[CHAINS - 1], x[1], next);
+    return add_products(add_products(sums, x[0], w), x[1], next);
 #endif
 }
 
 /* Add the products of four columns, or of eight (`fours` 2), of `count` rows of x and of 16 rows of a weight. */
-INLINED void multiply_columns(const int fours, const int count, registers sums[TILE][VECTORS][CHAINS], long d,
-                              const input *x, const char *weight)
+INLINED void multiply_columns(const int fours, const int count, registers sums[TILE][VECTORS], long d, const input *x,
+                              const char *weight)
 {
     const unaligned_registers *w = (const unaligned_registers *)weight;
     for (int r = 0; r < count; r++) {
@@ -89,10 +84,8 @@ INLINED void multiply_columns(const int fours, const int count, registers sums[T
         for (int f = 0; f < fours; f++)
             four[f] = broadcast(*(const int32_t *)(x + r * d + 4 * f));
         for (int j = 0; j < VECTORS; j++)
-            if (fours == 2)
-                add_eight(sums[r][j], four, w[j], w[VECTORS + j]);
-            else
-                sums[r][j][0] = add_four(sums[r][j][0], four[0], w[j]);
+            sums[r][j] = fours == 2 ? add_eight(sums[r][j], four, w[j], w[VECTORS + j])
+                                    : add_four(sums[r][j], four[0], w[j]);
     }
 }
 

@@ -125,11 +125,15 @@ INLINED run take_for_product(worker *w, long lines)
     return take(w, w->ahead > FEWEST_AHEAD ? lines / 3 : lines);
 }
 
-/* Fetch up to `lines` of a run. More at once would delay other reads. */
-INLINED void fetch_part(run *next, long lines)
+/* Fetch up to `lines` of a run, into the first-level cache or only into the second. More at once would delay other
+   reads. */
+INLINED void fetch_part(run *next, long lines, const int first_level)
 {
     for (; lines > 0 && next->lines > 0; lines--, next->lines--, next->at += 64)
-        _mm_prefetch(next->at, _MM_HINT_T0); /* CPUs may ignore hints for other levels */
+        if (first_level)
+            _mm_prefetch(next->at, _MM_HINT_T0);
+        else
+            _mm_prefetch(next->at, _MM_HINT_T1);
 }
 
 /* Fetch the next weights, up to `lines`. */
@@ -140,6 +144,6 @@ INLINED void fetch(worker *w, long lines)
         if (!next.lines)
             return;
         lines -= next.lines;
-        fetch_part(&next, next.lines);
+        fetch_part(&next, next.lines, 1);
     }
 }
