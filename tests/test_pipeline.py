@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conf.runs.files import read_json
+from infer.bench.names import PEER
 from tests import bpe, warm
 from tests.recipes import BRANCH, CAUSAL, FINE_TUNE
 
@@ -140,7 +141,10 @@ def test_evaluation_writes_one_report_of_speed_and_quality(
     decoders = {row["decoder"] for row in report["speed"]["rows"]}
     assert {"plain", "sdsat k=2", "hybrid", "ssd", "gsd", "base, plain"} <= decoders
     rows = report["speed"]["rows"] + report["quality"]["rows"]
-    assert all(row["same"] == row["compared"] for row in rows)
+    own = [row for row in rows if not row["decoder"].startswith(PEER)]
+    assert len(own) < len(rows)
+    # Transformers' decoders round otherwise, and differ at near-ties.
+    assert all(row["same"] == row["compared"] for row in own)
     assert "hf assisted" in printed and "humaneval" in printed
     assert (out / "index.html").is_file()
     again = [f"model={model}", f"base={base}", f"out={out}", *settings]

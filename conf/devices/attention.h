@@ -9,22 +9,18 @@
 #define SCORED 12
 #define VALUES 4
 #ifdef __AVX512F__
-#define NUMBERS 16
 #define WEIGHED 6
 typedef __m512 lanes;
 #define UNPACK(half, bits) _mm512_unpack##half##_p##bits
 #define AS_PAIRS _mm512_castps_pd
 #define AS_NUMBERS _mm512_castpd_ps
 #else
-#define NUMBERS 8
 #define WEIGHED 3
 typedef __m256 lanes;
 #define UNPACK(half, bits) _mm256_unpack##half##_p##bits
 #define AS_PAIRS _mm256_castps_pd
 #define AS_NUMBERS _mm256_castpd_ps
 #endif
-
-typedef float numbers __attribute__((vector_size(4 * NUMBERS), aligned(4)));
 
 static void rotate(float *restrict out, const float *restrict x, const float *restrict bias, float t, long width,
                    const float *restrict cosine, const float *restrict sine, float factor)
@@ -37,7 +33,7 @@ static void rotate(float *restrict out, const float *restrict x, const float *re
     }
 }
 
-/* Four numbers of each of the keys k, k + 4, k + 8, .. */
+/* Four pairs of each of the keys k, k + 4, k + 8, .. */
 INLINED lanes load_fours(const float *const *key, long i)
 {
 #ifdef __AVX512F__
@@ -51,14 +47,14 @@ INLINED lanes load_fours(const float *const *key, long i)
 #endif
 }
 
-/* Write m keys, at most NUMBERS, to `transposed` (width, NUMBERS), and the last of them again in the lanes that are
-   left. The width is a multiple of 4. */
-static void transpose(const float *keys, long m, long width, float *transposed)
+/* Write m keys, at most NUMBERS, to `transposed` (width / 2, NUMBERS) pairs, and the last of them again in the lanes
+   that are left. The width is a multiple of 8. */
+static void transpose(const uint16_t *keys, long m, long width, float *transposed)
 {
-    const float *key[NUMBERS];
+    const float *key[NUMBERS]; /* a pair of bfloat16 has the size of a float */
     for (long j = 0; j < NUMBERS; j++)
-        key[j] = keys + (j < m ? j : m - 1) * width;
-    for (long i = 0; i < width; i += 4, transposed += 4 * NUMBERS) {
+        key[j] = (const float *)(keys + (j < m ? j : m - 1) * width);
+    for (long i = 0; i < width / 2; i += 4, transposed += 4 * NUMBERS) {
         lanes k[4];
         for (int j = 0; j < 4; j++)
             k[j] = load_fours(key + j, i);
@@ -73,22 +69,20 @@ static void transpose(const float *keys, long m, long width, float *transposed)
 }
 
 /* The scores of `count` queries with NUMBERS keys. */
-INLINED void score_keys(const int count, float *scores, long step, const float *queries, const float *transposed,
+INLINED void score_keys(const int count, float *scores, long step, const factor *queries, const float *transposed,
                         long width)
 {
     numbers sums[SCORED] = {0};
-    for (long i = 0; i < width; i++, transposed += NUMBERS) {
-        numbers key = *(const numbers *)transposed;
+    for (long i = 0; i < width; i += 2, transposed += NUMBERS)
         for (int g = 0; g < count; g++)
-            sums[g] += queries[g * width + i] * key;
-    }
+            sums[g] = add_pair(sums[g], queries + g * width + i, *(const pairs *)transposed);
     for (int g = 0; g < count; g++)
         *(numbers *)(scores + g * step) = sums[g];
 }
 
 /* The scores of n queries with m keys, and numbers that are not used up to a multiple of NUMBERS. `transposed` has
    space for NUMBERS keys. */
-static void score(long n, float *scores, long step, const float *queries, const float *keys, long m, long width,
+static void score(long n, float *scores, long step, const factor *queries, const uint16_t *keys, long m, long width,
                   float *transposed, worker *w)
 {
     for (long c = 0; c < m; c += NUMBERS) {
@@ -134,20 +128,35 @@ static float exponentials(float *restrict scores, long m)
     return sums[0];
 }
 
-/* Add `vectors` vectors of m values, of these columns or if that is null of the first ones, by the weights of `count`
-   queries. */
-INLINED void weigh_vectors(const int count, const int vectors, float *out, const float *weights, long step,
-                           const float *values, const long *columns, long m, long width, worker *w)
+/* The columns that a row attends to: all from `first` to `end`, then `count` more. */
+typedef struct {
+    long first, end, count, *columns;
+} attended;
+
+/* Return a row's column number c. */
+INLINED long column_of(const attended *row, long c)
+{
+    long in_line = row->end - row->first;
+    return c < in_line ? row->first + c : row->columns[c - in_line];
+}
+
+/* Add `vectors` vectors of the values of a row's columns, from its column number `begin` to number end - 1, by the
+   weights of `count` queries. `begin` is even, and a weight after an odd number of columns is 0. */
+INLINED void weigh_vectors(const int count, const int vectors, float *out, const factor *weights, long step,
+                           const uint16_t *values, const attended *row, long begin, long end, long width, worker *w)
 {
     numbers sums[WEIGHED][VALUES];
     for (int g = 0; g < count; g++)
         for (int j = 0; j < vectors; j++)
             sums[g][j] = ((const numbers *)(out + g * width))[j];
-    for (long c = 0; c < m; c++) {
-        const numbers *value = (const numbers *)(values + (columns ? columns[c] : c) * width);
-        for (int g = 0; g < count; g++)
-            for (int j = 0; j < vectors; j++)
-                sums[g][j] += weights[g * step + c] * value[j];
+    for (long c = begin; c < end; c += 2) {
+        const shorts *value = (const shorts *)(values + column_of(row, c) * width);
+        const shorts *next = c + 1 < end ? (const shorts *)(values + column_of(row, c + 1) * width) : value;
+        for (int j = 0; j < vectors; j++) {
+            pairs both = paired(value[j], next[j]);
+            for (int g = 0; g < count; g++)
+                sums[g][j] = add_pair(sums[g][j], weights + g * step + c, both);
+        }
         if (c % 8 == 0)
             fetch(w, count);
     }
@@ -156,9 +165,9 @@ INLINED void weigh_vectors(const int count, const int vectors, float *out, const
             ((numbers *)(out + g * width))[j] = sums[g][j];
 }
 
-/* Add m values, of these columns or if that is null of the first ones, by the weights of n queries. */
-static void weigh(long n, float *out, const float *weights, long step, const float *values, const long *columns,
-                  long m, long width, worker *w)
+/* `weigh_vectors` of whole values and n queries. */
+static void weigh(long n, float *out, const factor *weights, long step, const uint16_t *values, const attended *row,
+                  long begin, long end, long width, worker *w)
 {
     for (long i = 0; i + NUMBERS <= width;) {
         const int vectors = i + VALUES * NUMBERS <= width ? VALUES : 1;
@@ -166,10 +175,11 @@ static void weigh(long n, float *out, const float *weights, long step, const flo
 #define CASE(count)                                                                                                   \
     case count:                                                                                                       \
         if (vectors == VALUES)                                                                                        \
-            weigh_vectors(count, VALUES, out + q * width + i, weights + q * step, step, values + i, columns, m,       \
+            weigh_vectors(count, VALUES, out + q * width + i, weights + q * step, step, values + i, row, begin, end,  \
                           width, w);                                                                                  \
         else                                                                                                          \
-            weigh_vectors(count, 1, out + q * width + i, weights + q * step, step, values + i, columns, m, width, w); \
+            weigh_vectors(count, 1, out + q * width + i, weights + q * step, step, values + i, row, begin, end,       \
+                          width, w);                                                                                  \
         break;
             switch (n - q < WEIGHED ? n - q : WEIGHED) { /* a known number */
                 CASE(1) CASE(2) CASE(3)
@@ -180,17 +190,12 @@ static void weigh(long n, float *out, const float *weights, long step, const flo
 #undef CASE
         i += vectors * NUMBERS;
     }
-    for (long i = width / NUMBERS * NUMBERS; i < width; i += 8) /* the last 8 of a width between multiples of 16 */
+    for (long i = width / NUMBERS * NUMBERS; i < width; i++) /* the last 8 of a width between multiples of 16 */
         for (long q = 0; q < n; q++)
-            for (long c = 0; c < m; c++)
-                *(vector *)(out + q * width + i) +=
-                    weights[q * step + c] * *(const vector *)(values + (columns ? columns[c] : c) * width + i);
+            for (long c = begin; c < end; c++)
+                out[q * width + i] += value_of_factor(weights[q * step + c]) *
+                                      number_of(values[column_of(row, c) * width + i]);
 }
-
-/* The columns that a row attends to: all from `first` to `end`, then `count` more. */
-typedef struct {
-    long first, end, count, *columns;
-} attended;
 
 /* The columns of several rows: all are between `first` and `last`; all rows attend to those from `first` to
    `shared`. */
@@ -231,7 +236,7 @@ static void divide(long n, float *row, float divisor)
         row[i] /= divisor;
 }
 
-/* Space for `step` numbers for each query; and for NUMBERS keys or, by tiles, for queries and BLOCKS of values. */
+/* Space for `step` numbers for each query; and for the queries and NUMBERS keys or, by tiles, BLOCKS of values. */
 typedef struct {
     float *weights;
     long step;
@@ -239,27 +244,32 @@ typedef struct {
 } scratch;
 
 /* Replace the queries of `rows` rows, `groups` of each row, by their attention. */
-static void attend_by_vectors(long rows, long groups, float *queries, const float *keys, const float *values,
+static void attend_by_vectors(long rows, long groups, float *queries, const uint16_t *keys, const uint16_t *values,
                               const attended *row, long width, const scratch *space, worker *w)
 {
     long n = rows * groups, step = space->step;
-    float *weights = space->weights;
+    float *weights = space->weights, *transposed = space->rest;
+    factor *of_queries = (factor *)(transposed + NUMBERS * width / 2);
     columns_of_all all = columns_of(rows, row);
-    score(n, weights, step, queries, keys + all.first * width, all.last - all.first, width, space->rest, w);
+    to_factors(queries, n * width, of_queries);
+    score(n, weights, step, of_queries, keys + all.first * width, all.last - all.first, width, transposed, w);
     float totals[n];
     for (long q = 0; q < n; q++) {
         const attended *a = row + q / groups;
-        totals[q] = weights_of(a, weights + q * step, all.first);
-        fetch(w, (a->end - a->first + a->count) / 16);
+        float *own = weights + q * step;
+        long count = a->end - a->first + a->count;
+        totals[q] = weights_of(a, own, all.first);
+        to_factors(own, (count + 1) / 2 * 2, (factor *)own);
+        fetch(w, count / 16);
     }
     memset(queries, 0, n * width * sizeof(float));
-    weigh(n, queries, weights, step, values + all.first * width, NULL, all.shared - all.first, width, w);
+    long shared = (all.shared - all.first) / 2 * 2; /* whole pairs of columns */
+    const factor *factors = (const factor *)weights;
+    step *= sizeof(float) / sizeof(factor);
+    weigh(n, queries, factors, step, values, row, 0, shared, width, w);
     for (long r = 0; r < rows; r++) {
-        const attended *a = row + r;
-        float *out = queries + r * groups * width, *own = weights + r * groups * step;
-        long begin = all.shared > a->first ? all.shared : a->first, done = begin - a->first, m = a->end - a->first;
-        weigh(groups, out, own + done, step, values + begin * width, NULL, a->end - begin, width, w);
-        weigh(groups, out, own + m, step, values, a->columns, a->count, width, w);
+        long first = r * groups, count = row[r].end - row[r].first + row[r].count;
+        weigh(groups, queries + first * width, factors + first * step, step, values, row + r, shared, count, width, w);
     }
     for (long q = 0; q < n; q++)
         divide(width, queries + q * width, totals[q]);

@@ -9,15 +9,6 @@
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
-/* Write m numbers, a multiple of 32, in bfloat16, perhaps to the same memory. */
-static void to_bfloat16(const float *x, long m, uint16_t *out)
-{
-    for (long i = 0; i < m; i += 32) {
-        __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
-        _mm512_storeu_si512(out + i, (__m512i)pairs);
-    }
-}
-
 /* Write the pairs of neighbours of TILED rows of values, (16, width) pairs. */
 static void pair_values(const uint16_t *const *value, long width, uint16_t *pairs)
 {
@@ -51,7 +42,7 @@ static void score_tiles(long tiles, float *scores, long step, const uint16_t *qu
 {
     float transposed[8 * width] __attribute__((aligned(64))); /* of pairs */
     for (long c = 0; c < m; c += 16) {
-        transpose((const float *)(keys + c * width), m - c < 16 ? m - c : 16, width / 2, transposed);
+        transpose(keys + c * width, m - c < 16 ? m - c : 16, width, transposed);
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -179,7 +170,6 @@ static void attend_by_tiles(long rows, long groups, float *queries, const uint16
 #else
 #define ATTENDS_BY_TILES(groups, width) 0
 #define attend_by_tiles(...)
-#define to_bfloat16(...)
 #define shape_attention_tiles(...)
 #define release_tiles()
 #endif

@@ -5,11 +5,7 @@
 typedef uint16_t exact; /* a weight of the output head */
 typedef float sum;
 
-INLINED float value_of(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    return *(float *)&bits;
-}
+#define value_of number_of
 
 /* `TILE` rows of a product at once: their sums fill the registers. */
 #ifdef __AVX512F__
@@ -20,38 +16,8 @@ INLINED float value_of(uint16_t x)
 #define VECTORS 2
 #endif
 
-typedef float registers __attribute__((vector_size(64 / VECTORS)));
-typedef registers sum_vector __attribute__((aligned(4)));
-typedef registers result_vector __attribute__((aligned(4)));
-typedef uint32_t pairs __attribute__((vector_size(64 / VECTORS), aligned(1)));
-
-#ifdef __AVX512BF16__
-typedef uint16_t input; /* of a product */
-
-/* Return the nearest bfloat16, of two the even one. */
-INLINED input input_of(float x)
-{
-    uint32_t bits = *(uint32_t *)&x;
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-
-/* Add the products of two columns. */
-INLINED registers add_pair(registers sums, const input *x, pairs w)
-{
-    __m512i both = _mm512_set1_epi32(*(const int32_t *)x);
-    return (registers)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)both);
-}
-#else
-typedef float input;
-#define input_of(x) (x)
-
-/* Add the products of two columns. */
-INLINED registers add_pair(registers sums, const input *x, pairs w)
-{
-    sums += x[0] * (registers)(w << 16);
-    return sums + x[1] * (registers)(w & 0xFFFF0000);
-}
-#endif
+typedef numbers registers, sum_vector, result_vector;
+typedef factor input; /* of a product */
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define TILES
@@ -80,6 +46,5 @@ INLINED result_vector results_of(sum_vector sums, const matrix *m, long o, int j
 static void round_row(const float *restrict row, long r, long d, input *restrict x, float *largest)
 {
     largest[r] = 1;
-    for (long i = 0; i < d; i++)
-        x[r * d + i] = input_of(row[i]);
+    to_factors(row, d, x + r * d);
 }

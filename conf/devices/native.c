@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "threads.h"
+#include "pairs.h"
 #ifdef BFLOAT16
 #include "bfloat16.h"
 #else
@@ -57,10 +58,10 @@ typedef struct {
     float epsilon;
 } decoder;
 
-/* The keys and values of a layer, in float32, or in bfloat16 for attention by tiles. Columns are `width` numbers apart. A row attends to the columns
-   of its row of `mask` (n, end); without a mask to the columns up to its own. */
+/* The keys and values of a layer, in bfloat16. Columns are `width` numbers apart. A row attends to the columns of its
+   row of `mask` (n, end); without a mask to the columns up to its own. */
 typedef struct {
-    void *keys, *values;
+    uint16_t *keys, *values;
     long sequence_step, head_step;
     const uint8_t *mask;
 } cached;
@@ -127,21 +128,6 @@ int input_size(void)
     return sizeof(input);
 }
 
-/* Return whether attention is by tiles, with the cache in bfloat16. */
-int attends_by_tiles(long groups, long width)
-{
-    return ATTENDS_BY_TILES(groups, width);
-}
-
-/* Write a row of keys or values to the cache, at this number. */
-static void write_cached(const decoder *m, void *cached, long at, const float *row)
-{
-    if (ATTENDS_BY_TILES(m->heads / m->key_heads, m->width))
-        to_bfloat16(row, m->width, (uint16_t *)cached + at);
-    else
-        memcpy((float *)cached + at, row, m->width * sizeof(float));
-}
-
 /* Rotate the queries (times `factor`) and keys of y = [q | k | v | ...] of row r; write keys and values to the
    cache. */
 static void store(const decoder *m, const forward *f, const product *p, const cached *cache, float factor, long r)
@@ -155,12 +141,12 @@ static void store(const decoder *m, const forward *f, const product *p, const ca
     long place = (r / f->rows) * cache->sequence_step + f->columns[r] * width;
     for (long h = 0; h < m->key_heads; h++, x += width, b += width) {
         rotate(row, x, b, t, width, cosine, sine, 1);
-        write_cached(m, cache->keys, place + h * cache->head_step, row);
+        to_bfloat16(row, width, cache->keys + place + h * cache->head_step);
     }
     for (long h = 0; h < m->key_heads; h++, x += width, b += width) {
         for (long i = 0; i < width; i++)
             row[i] = x[i] * t + b[i];
-        write_cached(m, cache->values, place + h * cache->head_step, row);
+        to_bfloat16(row, width, cache->values + place + h * cache->head_step);
     }
 }
 
@@ -213,15 +199,14 @@ static void attend_head(const decoder *m, const forward *f, const cached *cache,
     long count = rows.end - rows.first, width = m->width, d = m->heads * width, groups = m->heads / m->key_heads;
     float *queries = f->queries + (sequence * f->rows + rows.first) * d + head * groups * width;
     long base = sequence * cache->sequence_step + head * cache->head_step;
+    const uint16_t *keys = cache->keys + base, *values = cache->values + base;
     for (long r = 0; r < count; r++)
         find_attended(f, cache, sequence * f->rows + rows.first + r, row + r);
     copy_queries(count, groups * width, d, queries, packed, 0);
     if (ATTENDS_BY_TILES(groups, width))
-        attend_by_tiles(count, groups, packed, (uint16_t *)cache->keys + base, (uint16_t *)cache->values + base, row,
-                        width, space, w);
+        attend_by_tiles(count, groups, packed, keys, values, row, width, space, w);
     else
-        attend_by_vectors(count, groups, packed, (float *)cache->keys + base, (float *)cache->values + base, row,
-                          width, space, w);
+        attend_by_vectors(count, groups, packed, keys, values, row, width, space, w);
     copy_queries(count, groups * width, d, queries, packed, 1);
 }
 
@@ -232,7 +217,7 @@ static void attend(const decoder *m, const forward *f, const cached *cache, work
     int by_tiles = ATTENDS_BY_TILES(groups, width);
     long together = by_tiles ? TILED_QUERIES : TOGETHER > groups ? TOGETHER : groups;
     long most = together / groups, parts = (f->rows + most - 1) / most;
-    long rest = by_tiles ? (TILED_QUERIES + BLOCKS * TILED) / 2 : NUMBERS;
+    long rest = by_tiles ? (TILED_QUERIES + BLOCKS * TILED) / 2 : NUMBERS / 2 + together;
     float *packed = malloc((together * (width + step) + rest * width) * sizeof(float));
     scratch space = {packed + together * width, step, packed + together * (width + step)};
     attended row[most];

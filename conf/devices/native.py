@@ -33,7 +33,6 @@ TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
 #: The types of arguments, by function.
 SIGNATURES = {
     "apply": "pllppi",
-    "attends_by_tiles": "ll",
     "input_size": "",
     "decode": "pppp",
     "top": "pllppi",
@@ -47,7 +46,6 @@ OF_INT8 = {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"}
 #: The types of results; other functions return nothing.
 RESULTS = {
     "adds_in_sixteen_bits": c_int,
-    "attends_by_tiles": c_int,
     "input_size": c_int,
 }
 #: The compiler's flags, by the type of the weights.

@@ -93,19 +93,15 @@ class CForward(Structure):
 
 
 class NativeDecoder(FusedDecoder):
-    """The decoder of a model with rounded layers by native.c. Its masks are boolean.
+    """The decoder of rounded layers by native.c. Its masks are boolean, its cache is in bfloat16."""
 
-    Its cache is in float32, or with AMX and a suitable width of heads in bfloat16.
-    """
+    cache_type = torch.bfloat16
 
     def __init__(
         self, kernel: type[Native], decoder: Any, layers: list[Layer], gate: ProbeGate
     ) -> None:
         super().__init__(decoder, layers, gate, wide=True)
         self._native = kernel.library()
-        groups = self._heads // self._key_heads
-        by_tiles = self._native.attends_by_tiles(groups, self._width)
-        self.cache_type = torch.bfloat16 if by_tiles else torch.float32
         norm: Any = self._norm
         self._norms = [norms_of(layer) for layer in layers]
         c_layers = (CLayer * len(layers))(*map(c_layer, layers, self._norms))
