@@ -22,6 +22,7 @@ INLINED pairs paired(shorts first, shorts second)
     return __builtin_convertvector(first, pairs) | __builtin_convertvector(second, pairs) << 16;
 }
 
+/* The bits of eight numbers, in float32 and bfloat16. */
 typedef uint32_t eight __attribute__((vector_size(32), aligned(4)));
 typedef uint16_t eight_shorts __attribute__((vector_size(16), aligned(2)));
 
@@ -53,7 +54,12 @@ INLINED numbers add_pair(numbers sums, const factor *x, pairs w)
 #else
 typedef float factor;
 #define value_of_factor(x) (x)
-#define to_factors(x, m, out) memmove(out, x, (m) * sizeof(float))
+
+INLINED void to_factors(const float *x, long m, factor *out)
+{
+    if (out != x)
+        memcpy(out, x, m * sizeof(float));
+}
 
 /* Add the products of NUMBERS pairs and two factors. */
 INLINED numbers add_pair(numbers sums, const factor *x, pairs w)
