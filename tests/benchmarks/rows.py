@@ -79,7 +79,7 @@ def forwards(
         LIBRARY: patch.object(forward, "decoder_of", lambda *_, **__: None),
         f"int8{BY_PYTORCH}": patch.object(native, "has_operations", lambda _: False),
         f"bfloat16{BY_PYTORCH}": patch.object(
-            checkpoint, "to_bfloat16", lambda _: False
+            checkpoint, "to_bfloat16", lambda *_: False
         ),
     }
     others = [name for name in patches if name.removesuffix(BY_PYTORCH) in dtypes]
